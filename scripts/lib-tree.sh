@@ -87,6 +87,8 @@ make_base_tree()
 		tar -xJ -C "$tmp" --strip-components 1
 	cd "$tmp" || return
 	is_kernel_tree . || { echo "$BASE_DEB holds no kernel tree"; return 1; }
+	# Debian's .gitignore ignores all that is not packaging, new files too.
+	sed -i -e '\,^/\*$,d' -e '\,^!/debian/$,d' .gitignore
 	git init -q -b base
 	git config gc.auto 0
 	# Straight into one pack: ninety thousand loose files take minutes.

@@ -39,17 +39,29 @@ step()
 
 	mkdir -p "$(dirname "$log")" || die "cannot write below $CACHE"
 	printf '%s ... (log: %s)\n' "$text" "$log" >&2
-	# A subshell, so that "set -e" holds within functions run as a step.
-	set +e
-	( set -e; "$@" ) >"$log" 2>&1 </dev/null
-	rc=$?
-	set -e
+	# In the background, so that a signal is not held up until it ends, and
+	# in a process group, so that all of it ends then.
+	set -m
+	( set -e; "$@" ) >"$log" 2>&1 </dev/null &
+	STEP_PID=$!
+	set +m
+	wait "$STEP_PID" || rc=$?
+	STEP_PID=
 	if [ $rc -ne 0 ]; then
 		tail -n 15 "$log" | sed 's/^/    /' >&2
 		die "$text: failed after $((SECONDS - start)) s, see $log"
 	fi
 	printf '%s: done in %d s\n' "$text" $((SECONDS - start)) >&2
 }
+
+STEP_PID=
+on_signal()
+{
+	[ -z "$STEP_PID" ] || kill -TERM -- "-$STEP_PID" 2>/dev/null || true
+	exit "$1"
+}
+trap 'on_signal 130' INT
+trap 'on_signal 143' TERM
 
 # --- the cache -------------------------------------------------------------
 

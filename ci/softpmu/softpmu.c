@@ -25,6 +25,11 @@
  *    by a whole period or more is dropped, 1 is raised to 2, and more than
  *    2^47 - 1 is counted in parts, whose ends interrupt but overflow nothing.
  *    Limits of single CPU models are left out.
+ *    That 1 becomes 2 has consequences, here as on hardware: whenever an event
+ *    with 1 left is scheduled in, be it after a mere context switch, its
+ *    overflow comes one event late, and never if it is scheduled out again in
+ *    between.  The module parameter 'exact', writable at any time, turns that
+ *    rule off, for tests of everything else.
  *  - Contention: an event that finds no counter fails to add with -EAGAIN, a
  *    group that never fits is refused when it is opened.  On Intel, one event
  *    each of 0x00c0, 0x003c and 0x0300 fits in the fixed counters, and 0x0300
@@ -49,6 +54,10 @@
  *    the guest apart and sends its interrupt request through irq_work
  *    otherwise, which ends in the same place.  To the interrupted code the
  *    difference is that an NMI could also hit in a section with interrupts off.
+ *  - The exit from the guest at an overflow, after which KVM reprograms the
+ *    counter before the guest goes on.  N events that go beyond an overflow are
+ *    all counted with the period that perf has set, so have a guest counter
+ *    overflow no more than once per advance.
  *  - Skid: the counter wraps, interrupts and is reloaded between two events.
  *  - Counters that count the same advance do so one after the other.
  *  - The CMASK, INV, EDGE fields are accepted and ignored, as in KVM's own
@@ -114,11 +123,14 @@
 #define SOFTPMU_WRAP		BIT_ULL(SOFTPMU_WIDTH)
 #define SOFTPMU_MASK		(SOFTPMU_WRAP - 1)
 
-/* The longest interval for which the top bit tells a wrap, and the shortest. */
+/* The longest interval for which the top bit tells a wrap. */
 #define SOFTPMU_MAX_LEFT	((s64)(SOFTPMU_WRAP / 2 - 1))
-#define SOFTPMU_MIN_LEFT	2
 
 #define SOFTPMU_MAX_COUNTERS	8
+
+static bool exact;
+module_param(exact, bool, 0644);
+MODULE_PARM_DESC(exact, "Load a counter for 1 event if 1 is left, not for 2 as the x86 driver does");
 
 /* Counter classes: one fixed counter for each but the last, on Intel. */
 enum softpmu_class {
@@ -325,7 +337,7 @@ static bool softpmu_set_period(struct perf_event *event, struct softpmu_counter 
 		hwc->last_period = period;
 	}
 
-	left = clamp_t(s64, left, SOFTPMU_MIN_LEFT, SOFTPMU_MAX_LEFT);
+	left = clamp_t(s64, left, READ_ONCE(exact) ? 1 : 2, SOFTPMU_MAX_LEFT);
 	counter->value = SOFTPMU_WRAP - left;
 	local64_set(&hwc->prev_count, counter->value);
 
@@ -771,6 +783,7 @@ static int softpmu_parse_advance(char *line, struct softpmu_advance *adv, int *c
 {
 	unsigned int nr_words = 0;
 	char *word;
+	u16 nr = 0;
 	int ret;
 
 	adv->user = true;
@@ -782,25 +795,27 @@ static int softpmu_parse_advance(char *line, struct softpmu_advance *adv, int *c
 			continue;
 
 		ret = 0;
-		if (nr_words == 0)
+		if (nr_words == 0) {
 			ret = kstrtou64(word, 0, &adv->select);
-		else if (nr_words == 1)
+		} else if (nr_words == 1) {
 			ret = kstrtou64(word, 0, &adv->nr);
-		else if (!strcmp(word, "user"))
+		} else if (!strcmp(word, "user")) {
 			adv->kernel = false;
-		else if (!strcmp(word, "kernel"))
+		} else if (!strcmp(word, "kernel")) {
 			adv->user = false;
-		else if (!strcmp(word, "all"))
+		} else if (!strcmp(word, "all")) {
 			*cpu = ADVANCE_ALL;
-		else
-			ret = kstrtoint(word, 0, cpu);
+		} else {
+			ret = kstrtou16(word, 0, &nr);
+			*cpu = nr;
+		}
 		if (ret)
 			return ret;
 		nr_words++;
 	}
 
 	if (nr_words < 2 || (adv->select & ~model->select_mask) ||
-	    !(adv->user || adv->kernel) || *cpu < ADVANCE_ALL)
+	    !(adv->user || adv->kernel))
 		return -EINVAL;
 
 	return 0;
