@@ -173,9 +173,9 @@ build_kernel_step()
 }
 
 # The tests of the base that the beds run beside those of the series.
-BASE_TESTS="x86/pmu_counters_test x86/pmu_event_filter_test x86/vmx_pmu_caps_test
-	x86/svm_pmu_host_guest_test x86/fix_hypercall_test x86/userspace_io_test
-	x86/userspace_msr_exit_test x86/msrs_test x86/cpuid_test"
+BASE_TESTS="x86/pmu_counters_test x86/pmu_event_filter_test x86/vmx_pmu_caps_test \
+x86/svm_pmu_host_guest_test x86/fix_hypercall_test x86/userspace_io_test \
+x86/userspace_msr_exit_test x86/msrs_test x86/cpuid_test"
 
 # build_selftests: the project's and BASE_TESTS, static, in $BUILD/selftests.
 build_selftests()
