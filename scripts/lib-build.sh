@@ -41,6 +41,7 @@ use_user_tree()
 		step "$CACHE/log/clone.log" "borrowing $path" clone_user_tree "$path" "$CACHE/tree/$name"
 	fi
 	use_tree "$name" "$CACHE/tree/$name"
+	rm -f "$TREE/.git/index.lock"
 	git -C "$TREE" am --abort >/dev/null 2>&1 || true
 	git -C "$TREE" checkout -q -f -B base "$ref" ||
 		die "cannot check out $2 of $path"
@@ -64,7 +65,8 @@ use_series()
 	if [ "$want" = "$have" ] && git -C "$TREE" rev-parse -q --verify series >/dev/null; then
 		return 0
 	fi
-	rm -f "$TREE/.git/kvm-vpmu-series"
+	# An interrupted run may have left these; nobody else is in here.
+	rm -f "$TREE/.git/kvm-vpmu-series" "$TREE/.git/index.lock"
 	git -C "$TREE" am --abort >/dev/null 2>&1 || true
 	git -C "$TREE" checkout -q -f --detach base
 	apply_series "$TREE" base series || die "the series does not apply to $BASE_LABEL"
@@ -73,6 +75,7 @@ use_series()
 
 switch_tree()
 {
+	rm -f "$TREE/.git/index.lock"
 	git -C "$TREE" checkout -q -f "$1" -- || die "$TREE: cannot check out $1"
 }
 
