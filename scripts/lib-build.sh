@@ -22,7 +22,6 @@ use_base_tree()
 	need_base_tree
 	use_tree "$BASE_VERSION" "$BASE_TREE"
 	BASE_LABEL=$BASE_VERSION
-	ln -sfn "$TREE" "$CACHE/base"
 }
 
 # use_user_tree PATH REF: the same from somebody's clone.  It is only read: the
@@ -43,7 +42,7 @@ use_user_tree()
 	use_tree "$name" "$CACHE/tree/$name"
 	rm -f "$TREE/.git/index.lock"
 	git -C "$TREE" am --abort >/dev/null 2>&1 || true
-	git -C "$TREE" checkout -q -f -B base "$ref" ||
+	neutral_git -C "$TREE" checkout -q -f -B base "$ref" ||
 		die "cannot check out $2 of $path"
 	BASE_LABEL=$(git -C "$path" describe --always "$ref" 2>/dev/null)
 }
@@ -51,7 +50,8 @@ use_user_tree()
 clone_user_tree()
 {
 	rm -rf "$2.tmp"
-	git clone -q --shared --no-checkout "$1" "$2.tmp"
+	neutral_git clone -q --shared --no-checkout "$1" "$2.tmp"
+	git -C "$2.tmp" config gc.auto 0
 	mv "$2.tmp" "$2"
 }
 
@@ -68,15 +68,18 @@ use_series()
 	# An interrupted run may have left these; nobody else is in here.
 	rm -f "$TREE/.git/kvm-vpmu-series" "$TREE/.git/index.lock"
 	git -C "$TREE" am --abort >/dev/null 2>&1 || true
-	git -C "$TREE" checkout -q -f --detach base
+	switch_tree base
+	git -C "$TREE" checkout -q --detach
 	apply_series "$TREE" base series || die "the series does not apply to $BASE_LABEL"
 	printf '%s\n' "$want" >"$TREE/.git/kvm-vpmu-series"
 }
 
+# switch_tree REF: nothing but what is in REF; TREE belongs to the cache.
 switch_tree()
 {
 	rm -f "$TREE/.git/index.lock"
-	git -C "$TREE" checkout -q -f "$1" -- || die "$TREE: cannot check out $1"
+	neutral_git -C "$TREE" checkout -q -f "$1" -- || die "$TREE: cannot check out $1"
+	git -C "$TREE" clean -fdxq
 }
 
 # kmake OUT WORDS...: make for one object tree.  The fixed build stamps make a
@@ -139,6 +142,7 @@ build_kernel()
 
 	stamp=$(kernel_stamp "$branch" "$config")
 	[ "$stamp" != "$(cat "$out/kvm-vpmu.stamp" 2>/dev/null)" ] || return 0
+	need_space 4
 
 	# Never trust what an interrupted build left.
 	if [ -e "$out/kvm-vpmu.building" ]; then
@@ -180,11 +184,26 @@ BASE_TESTS="x86/pmu_counters_test x86/pmu_event_filter_test x86/vmx_pmu_caps_tes
 x86/svm_pmu_host_guest_test x86/fix_hypercall_test x86/userspace_io_test \
 x86/userspace_msr_exit_test x86/msrs_test x86/cpuid_test"
 
-# build_selftests: the project's and BASE_TESTS, static, in $BUILD/selftests.
+# build_selftests: the project's, the beds' own and BASE_TESTS, all static, in
+# $BUILD/selftests.
 build_selftests()
 {
 	switch_tree base
-	step "$CACHE/log/build-selftests.log" "building selftests" \
-		env PATH=/usr/bin:/bin:/usr/sbin:/sbin make -s -C "$TOP/selftests" -j"$JOBS" KDIR="$TREE" \
-			OUTPUT="$BUILD/selftests" BASE_TESTS="$BASE_TESTS"
+	step "$CACHE/log/build-selftests.log" "building selftests" build_selftests_step
+}
+
+build_selftests_step()
+{
+	make_selftests "$TOP/selftests" "$BUILD/selftests" BASE_TESTS="$BASE_TESTS"
+	make_selftests "$TOP/ci/bedtests" "$BUILD/selftests"
+}
+
+# make_selftests DIR OUTPUT WORDS...: the tests in DIR/x86, and what WORDS name.
+make_selftests()
+{
+	local dir=$1 output=$2
+	shift 2
+
+	PATH=/usr/bin:/bin:/usr/sbin:/sbin make -s -C "$dir" -f "$TOP/selftests/Makefile" \
+		-j"$JOBS" KDIR="$TREE" OUTPUT="$output" "$@"
 }

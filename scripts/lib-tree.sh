@@ -66,7 +66,8 @@ get_base()
 		[ -n "$cached" ] ||
 			die "cannot reach Debian's archive for $BASE_PACKAGE and none is cached, see $CACHE/log/apt-update.log"
 		BASE_VERSION=$cached
-		say "cannot reach Debian's archive, using the cached $BASE_PACKAGE $cached"
+		say "cannot reach Debian's archive ($(tail -n 1 "$CACHE/log/apt-update.log"))," \
+			"using the cached $BASE_PACKAGE $cached"
 	fi
 
 	BASE_DEB=$CACHE/debs/${BASE_PACKAGE}_$BASE_VERSION.deb
@@ -92,7 +93,7 @@ make_base_tree()
 	git init -q -b base
 	git config gc.auto 0
 	# Straight into one pack: ninety thousand loose files take minutes.
-	git -c core.bigFileThreshold=1 -c core.compression=1 add -A -f .
+	neutral_git -c core.bigFileThreshold=1 -c core.compression=1 add -A -f .
 	neutral_git commit -q -m "Linux $(make -s kernelversion) ($BASE_PACKAGE $BASE_VERSION)"
 	mv "$tmp" "$dir"
 }
@@ -117,7 +118,10 @@ neutral_git()
 # The patch files, one a line, in the order of the file "series".
 series_files()
 {
-	sed -e 's/#.*//' -e 's/[[:space:]]*$//' -e '/^$/d' -e "s,^,$TOP/patches/," "$TOP/series"
+	# The first one completes a last line that lacks its end.
+	# shellcheck disable=SC1003 # not an escaped quote
+	sed -e '$a\' "$TOP/series" |
+		sed -e 's/#.*//' -e 's/[[:space:]]*$//' -e '/^$/d' -e "s,^,$TOP/patches/,"
 }
 
 # apply_series TREE REF BRANCH: point BRANCH at REF plus the series, check it
@@ -127,8 +131,9 @@ apply_series()
 {
 	local tree=$1 ref=$2 branch=$3 patch log
 
+	[ -n "$(series_files)" ] || die "series names no patches"
 	log=$(mktemp)
-	git -C "$tree" checkout -q -B "$branch" "$ref" || die "$tree: cannot check out $ref"
+	neutral_git -C "$tree" checkout -q -B "$branch" "$ref" || die "$tree: cannot check out $ref"
 	while IFS= read -r patch; do
 		[ -f "$patch" ] || die "series names a patch that is not there: ${patch##*/}"
 		neutral_git -C "$tree" -c am.threeWay=false am -q --no-3way \
@@ -162,21 +167,27 @@ failing_hunks()
 # check_user_tree PATH REF: is it a kernel clone, clean, with that commit?
 check_user_tree()
 {
+	local out
+
 	[ -d "$1" ] || die "no such folder: $1"
 	is_kernel_tree "$1" || die "$1 is not a kernel tree"
-	git -C "$1" rev-parse --git-dir >/dev/null 2>&1 || die "$1 is not a git tree"
+	out=$(git -C "$1" rev-parse --git-dir 2>&1) || die "$1 is not a git tree: ${out%%$'\n'*}"
 	git -C "$1" rev-parse -q --verify "$2^{commit}" >/dev/null ||
 		die "$1 has no commit '$2'"
 	[ -z "$(git -C "$1" status --porcelain --untracked-files=no)" ] ||
 		die "$1 has uncommitted changes: commit or stash them first"
 }
 
-# Set BASE_TREE: the cached git tree of the base that get_base found.
+# Set BASE_TREE: the cached git tree of the base that get_base found.  Also what
+# selftests/Makefile uses by default.
 need_base_tree()
 {
 	BASE_TREE=$CACHE/tree/$BASE_VERSION
-	[ ! -d "$BASE_TREE" ] || return 0
-	need_space 12
-	mkdir -p "$CACHE/tree"
-	step "$CACHE/log/unpack.log" "unpacking $BASE_PACKAGE $BASE_VERSION" make_base_tree "$BASE_TREE"
+	if [ ! -d "$BASE_TREE" ]; then
+		need_space 12
+		mkdir -p "$CACHE/tree"
+		step "$CACHE/log/unpack.log" "unpacking $BASE_PACKAGE $BASE_VERSION" \
+			make_base_tree "$BASE_TREE"
+	fi
+	ln -sfn "$BASE_TREE" "$CACHE/base"
 }

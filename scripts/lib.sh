@@ -58,6 +58,8 @@ STEP_PID=
 on_signal()
 {
 	[ -z "$STEP_PID" ] || kill -TERM -- "-$STEP_PID" 2>/dev/null || true
+	jobs -p | xargs -r kill -TERM 2>/dev/null || true
+	wait
 	exit "$1"
 }
 trap 'on_signal 130' INT
@@ -76,6 +78,9 @@ lock_cache()
 	esac
 	case $CACHE in
 	*[[:space:]:]*) die "no blanks or colons in the cache's path, make cannot cope: '$CACHE'" ;;
+	esac
+	case $TOP in
+	*[[:space:]:]*) die "no blanks or colons in the path of this repository, make cannot cope: '$TOP'" ;;
 	esac
 	mkdir -p "$CACHE" 2>/dev/null && [ -w "$CACHE" ] ||
 		die "cannot write the cache folder $CACHE (set KVM_VPMU_CACHE)"
@@ -100,10 +105,10 @@ need_space()
 # --- packages --------------------------------------------------------------
 
 # Everything comes from the default suites of Debian 12.
-PKGS_TREE="git xz-utils ca-certificates"
+PKGS_TREE="git make xz-utils ca-certificates"
 PKGS_BUILD="gcc make libc6-dev bc bison flex libelf-dev libssl-dev kmod perl python3 rsync ccache"
 PKGS_BOOT="qemu-system-x86 seabios bochs bochs-term bochsbios vgabios grub-common grub-pc-bin xorriso mtools busybox-static bsdutils"
-PKGS_CHECK="shellcheck sparse codespell"
+PKGS_CHECK="shellcheck sparse codespell python3-ply python3-git"
 
 # need_packages PACKAGE...: install what is missing, as root; else say how.
 need_packages()

@@ -116,10 +116,12 @@ struct measured_loop {
  * the TSC, and 3 MOVs to load registers.
  *
  * After the loop, 3 (LFENCE, RDTSC, LFENCE) plus 4 (SHL, OR, SUB, MOV) to get
- * the TSC and store the difference, and 1 MOV to load the counter's index.
+ * the TSC and store the difference, 1 MOV to load the counter's index, and 1
+ * LFENCE, as a RDMSR that doesn't exit may read the counter before everything
+ * in front of it has retired.
  */
 #define NR_INSNS_BEFORE_LOOP	(3 + 1 + 3 + 3 + 3)
-#define NR_INSNS_AFTER_LOOP	(3 + 4 + 1)
+#define NR_INSNS_AFTER_LOOP	(3 + 4 + 1 + 1)
 
 /*
  * The first RDMSR retires after it has read the counter and so is counted, the
@@ -145,6 +147,7 @@ struct measured_loop {
 static void guest_##name(struct guest_run *run)				\
 {									\
 	asm volatile("mov " RUN_FIELD(counter_msr) ", %%ecx\n\t"	\
+		     "lfence\n\t"					\
 		     "rdmsr\n\t"					\
 		     "shl $32, %%rdx\n\t"				\
 		     "or %%rdx, %%rax\n\t"				\
@@ -171,6 +174,7 @@ static void guest_##name(struct guest_run *run)				\
 		     "sub %%r9, %%rax\n\t"				\
 		     "mov %%rax, " RUN_FIELD(ticks) "\n\t"		\
 		     "mov " RUN_FIELD(counter_msr) ", %%ecx\n\t"	\
+		     "lfence\n\t"					\
 		     "rdmsr\n\t"					\
 		     "shl $32, %%rdx\n\t"				\
 		     "or %%rdx, %%rax\n\t"				\
@@ -1079,10 +1083,10 @@ static const char *mode_unsupported(const struct mode *mode)
 		return "KVM provides no PMU event filter";
 
 	/* All AMD CPUs have all of the events. */
-	if (vendor == SVM || !mode->event)
+	if (vendor == SVM || (!mode->event && !mode->reset_pmu))
 		return NULL;
 
-	switch (mode->event) {
+	switch (mode->reset_pmu ? INSTRUCTIONS : mode->event) {
 	case CYCLES:
 		event = X86_PMU_FEATURE_CPU_CYCLES;
 		break;
