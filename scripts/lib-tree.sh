@@ -71,9 +71,11 @@ get_base()
 	fi
 
 	BASE_DEB=$CACHE/debs/${BASE_PACKAGE}_$BASE_VERSION.deb
-	[ -f "$BASE_DEB" ] ||
+	if [ ! -f "$BASE_DEB" ]; then
+		need_space 1
 		step "$CACHE/log/download.log" "downloading $BASE_PACKAGE $BASE_VERSION" \
 			base_download "$BASE_VERSION"
+	fi
 }
 
 # make_base_tree DIR: git tree with one commit, the unpacked base.
