@@ -67,6 +67,7 @@
 #define DEFAULT_NR_REPEATS	5
 #define MAX_NR_EXITS		1000000
 #define MAX_NR_REPEATS		1000
+#define MAX_NR_COUNTERS		64
 #define NR_WARMUP_EXITS		32
 
 /*
@@ -83,11 +84,19 @@ struct guest_run {
 	u64 rdx;
 	u32 counter_msr;
 
+	/* The counter that the exits of the PMU's registers access. */
+	u32 pmc_msr;
+	u32 pmc_index;
+
 	/* Inputs of guest_setup(). */
 	u32 eventsel_msr;
 	u32 global_ctrl_msr;
+	u32 msr_stride;
+	u32 nr_gp_counters;
 	bool tsc_deadline;
 	u64 eventsel;
+	u64 fixed_ctrl;
+	u64 global_ctrl;
 
 	/* Outputs of measured loops. */
 	u64 ticks;
@@ -256,6 +265,12 @@ struct mode {
 	enum counted_event event;
 	enum event_filter filter;
 
+	/* Have fixed counter 0 count, and not general purpose counters. */
+	bool fixed;
+
+	/* Have the counter ignore the guest, which runs at CPL0. */
+	bool user_only;
+
 	/* Set CPUID again, and thereby reset the PMU, while a counter is set up. */
 	bool reset_pmu;
 
@@ -305,6 +320,18 @@ static const struct mode modes[] = {
 		.event = BRANCHES,
 	},
 	{
+		.name = "insns_fixed",
+		.help = "a fixed counter counts instructions",
+		.event = INSTRUCTIONS,
+		.fixed = true,
+	},
+	{
+		.name = "insns_user",
+		.help = "a counter counts instructions in user mode, i.e. nothing",
+		.event = INSTRUCTIONS,
+		.user_only = true,
+	},
+	{
 		.name = "filter_allow",
 		.help = "insns, allowed by a filter with 300 entries",
 		.event = INSTRUCTIONS,
@@ -343,6 +370,9 @@ static bool has_tsc_deadline;
 static u32 eventsel_msr;
 static u32 counter_msr;
 static u32 global_ctrl_msr;
+static u32 pmc_msr_stride;
+static u32 nr_gp_counters;
+static u32 nr_fixed_counters;
 
 static const char *no_tsc_deadline(void)
 {
@@ -385,7 +415,12 @@ static void setup_xsetbv(struct guest_run *run)
 
 static void setup_counter(struct guest_run *run)
 {
-	run->rcx = counter_msr;
+	run->rcx = run->pmc_msr;
+}
+
+static void setup_rdpmc(struct guest_run *run)
+{
+	run->rcx = run->pmc_index;
 }
 
 struct vm_exit {
@@ -530,6 +565,7 @@ static const struct vm_exit exits[] = {
 		.name = "rdpmc",
 		.help = "RDPMC of counter 0",
 		.loop = ANY_VENDOR(loop_rdpmc),
+		.setup = setup_rdpmc,
 		.needs_pmu = true,
 	},
 	{
@@ -554,24 +590,33 @@ static bool run_mode[ARRAY_SIZE(modes)];
 static bool exits_chosen;
 static u64 nr_exits = DEFAULT_NR_EXITS;
 static u64 nr_repeats = DEFAULT_NR_REPEATS;
+static u64 nr_counters = 1;
 static bool csv;
 static const char *stat_file;
 
 static void guest_setup(struct guest_run *run)
 {
+	u32 i;
+
 	x2apic_enable();
 	if (run->tsc_deadline)
 		x2apic_write_reg(APIC_LVTT, APIC_LVT_TIMER_TSCDEADLINE |
 					    APIC_LVT_MASKED);
 
-	if (!run->eventsel)
-		return;
+	if (run->global_ctrl_msr && run->global_ctrl)
+		wrmsr(run->global_ctrl_msr, run->global_ctrl);
 
-	if (run->global_ctrl_msr)
-		wrmsr(run->global_ctrl_msr, BIT_ULL(0));
-	wrmsr(run->eventsel_msr, 0);
-	wrmsr(run->counter_msr, 0);
-	wrmsr(run->eventsel_msr, run->eventsel);
+	for (i = 0; i < run->nr_gp_counters; i++) {
+		wrmsr(run->eventsel_msr + i * run->msr_stride, 0);
+		wrmsr(run->pmc_msr + i * run->msr_stride, 0);
+		wrmsr(run->eventsel_msr + i * run->msr_stride, run->eventsel);
+	}
+
+	if (run->fixed_ctrl) {
+		wrmsr(MSR_CORE_PERF_FIXED_CTR_CTRL, 0);
+		wrmsr(MSR_CORE_PERF_FIXED_CTR0, 0);
+		wrmsr(MSR_CORE_PERF_FIXED_CTR_CTRL, run->fixed_ctrl);
+	}
 }
 
 static void guest_code(void)
@@ -715,7 +760,7 @@ static u64 get_overhead(struct bench *b, const struct measured_loop *loop, u64 n
 
 	switch (b->mode->event) {
 	case INSTRUCTIONS:
-		if (b->mode->filter == DENY_FILTER)
+		if (b->mode->filter == DENY_FILTER || b->mode->user_only)
 			return 0;
 
 		overhead = NR_COUNTED_RDMSRS;
@@ -763,7 +808,7 @@ static void check_count(struct bench *b, const struct vm_exit *e,
 	switch (b->mode->event) {
 	case INSTRUCTIONS:
 		wanted = get_overhead(b, loop, nr_exits);
-		if (b->mode->filter != DENY_FILTER)
+		if (b->mode->filter != DENY_FILTER && !b->mode->user_only)
 			wanted += loop->nr_exits * nr_exits;
 		break;
 	case BRANCHES:
@@ -1000,6 +1045,45 @@ static void reset_pmu(struct kvm_vcpu *vcpu)
 	TEST_ASSERT_EQ(vcpu_get_msr(vcpu, eventsel_msr), 0);
 }
 
+/* General purpose counters first, the fixed counter is the last resort. */
+static void program_counters(struct guest_run *run, const struct mode *mode)
+{
+	bool fixed = mode->fixed || nr_counters > nr_gp_counters;
+
+	run->eventsel_msr = eventsel_msr;
+	run->msr_stride = pmc_msr_stride;
+	run->global_ctrl_msr = global_ctrl_msr;
+	run->eventsel = eventsels[mode->event][vendor] |
+			ARCH_PERFMON_EVENTSEL_USR |
+			ARCH_PERFMON_EVENTSEL_ENABLE;
+	if (!mode->user_only)
+		run->eventsel |= ARCH_PERFMON_EVENTSEL_OS;
+
+	if (!mode->fixed)
+		run->nr_gp_counters = min_t(u64, nr_counters, nr_gp_counters);
+	run->global_ctrl = BIT_ULL(run->nr_gp_counters) - 1;
+
+	if (fixed) {
+		run->fixed_ctrl = FIXED_PMC_CTRL(0, FIXED_PMC_KERNEL | FIXED_PMC_USER);
+		run->global_ctrl |= FIXED_PMC_GLOBAL_CTRL_ENABLE(0);
+	}
+	if (mode->fixed) {
+		run->pmc_msr = MSR_CORE_PERF_FIXED_CTR0;
+		run->pmc_index = INTEL_RDPMC_FIXED;
+	}
+	run->counter_msr = run->pmc_msr;
+}
+
+static u64 max_nr_counters(const struct mode *mode)
+{
+	if (mode->fixed)
+		return 1;
+
+	/* Of the fixed counters, only the one for instructions is made use of. */
+	return nr_gp_counters +
+	       (mode->event == INSTRUCTIONS && !mode->user_only && nr_fixed_counters);
+}
+
 static void create_bench(struct bench *b, const struct mode *mode)
 {
 	struct guest_run *run;
@@ -1046,15 +1130,9 @@ static void create_bench(struct bench *b, const struct mode *mode)
 	run->guest_code = guest_setup;
 	run->tsc_deadline = has_tsc_deadline;
 	run->counter_msr = SYNTHETIC_MSR;
-	if (mode->event) {
-		run->eventsel_msr = eventsel_msr;
-		run->counter_msr = counter_msr;
-		run->global_ctrl_msr = global_ctrl_msr;
-		run->eventsel = eventsels[mode->event][vendor] |
-				ARCH_PERFMON_EVENTSEL_OS |
-				ARCH_PERFMON_EVENTSEL_USR |
-				ARCH_PERFMON_EVENTSEL_ENABLE;
-	}
+	run->pmc_msr = counter_msr;
+	if (mode->event)
+		program_counters(run, mode);
 	run_until_sync(b);
 
 	calibrate(b);
@@ -1081,6 +1159,12 @@ static const char *mode_unsupported(const struct mode *mode)
 
 	if (mode->filter && !kvm_has_cap(KVM_CAP_PMU_EVENT_FILTER))
 		return "KVM provides no PMU event filter";
+
+	if (mode->fixed && !nr_fixed_counters)
+		return "the PMU has no fixed counters";
+
+	if (mode->event && nr_counters > max_nr_counters(mode))
+		return "there aren't as many counters for the event";
 
 	/* All AMD CPUs have all of the events. */
 	if (vendor == SVM || (!mode->event && !mode->reset_pmu))
@@ -1116,20 +1200,33 @@ static void init_pmu(void)
 
 		eventsel_msr = MSR_P6_EVNTSEL0;
 		counter_msr = MSR_IA32_PERFCTR0;
-		if (kvm_cpu_property(X86_PROPERTY_PMU_VERSION) >= 2)
+		pmc_msr_stride = 1;
+		if (!has_pmu)
+			return;
+
+		nr_gp_counters = kvm_cpu_property(X86_PROPERTY_PMU_NR_GP_COUNTERS);
+		if (kvm_cpu_property(X86_PROPERTY_PMU_VERSION) >= 2) {
 			global_ctrl_msr = MSR_CORE_PERF_GLOBAL_CTRL;
+			nr_fixed_counters = kvm_cpu_property(X86_PROPERTY_PMU_NR_FIXED_COUNTERS);
+		}
 		return;
 	}
 
 	if (kvm_cpu_has(X86_FEATURE_PERFCTR_CORE)) {
 		eventsel_msr = MSR_F15H_PERF_CTL0;
 		counter_msr = MSR_F15H_PERF_CTR0;
+		pmc_msr_stride = 2;
+		nr_gp_counters = 6;
 	} else {
 		eventsel_msr = MSR_K7_EVNTSEL0;
 		counter_msr = MSR_K7_PERFCTR0;
+		pmc_msr_stride = 1;
+		nr_gp_counters = 4;
 	}
-	if (kvm_cpu_has(X86_FEATURE_PERFMON_V2))
+	if (kvm_cpu_has(X86_FEATURE_PERFMON_V2)) {
 		global_ctrl_msr = MSR_AMD64_PERF_CNTR_GLOBAL_CTL;
+		nr_gp_counters = kvm_cpu_property(X86_PROPERTY_NR_PERFCTR_CORE);
+	}
 }
 
 static void print_header(void)
@@ -1230,10 +1327,11 @@ static int run_mode_exits(const struct mode *mode)
 static void print_usage(FILE *out, const char *name)
 {
 	fprintf(out,
-		"usage: %s [-e EXITS] [-m MODES] [-n NUMBER] [-r REPEATS] [-s FILE] [-c] [-l] [-h]\n"
+		"usage: %s [-e EXITS] [-m MODES] [-k COUNTERS] [-n NUMBER] [-r REPEATS] [-s FILE] [-c] [-l] [-h]\n"
 		"Measure the cost of VM-Exits in TSC ticks.\n"
 		" -e: comma-separated list of the exits to measure (default: all)\n"
 		" -m: comma-separated list of the modes of the PMU (default: all)\n"
+		" -k: number of counters that count, in modes in which one does (default: 1)\n"
 		" -n: number of exits per measurement (default: %d)\n"
 		" -r: number of measurements per line of the output (default: %d)\n"
 		" -s: file that holds a number, e.g. /sys/kernel/debug/kvm/exits; adds a\n"
@@ -1335,7 +1433,7 @@ int main(int argc, char *argv[])
 	int opt, i, r, nr = 0;
 	u64 value;
 
-	while ((opt = getopt(argc, argv, "e:m:n:r:s:clh")) != -1) {
+	while ((opt = getopt(argc, argv, "e:k:m:n:r:s:clh")) != -1) {
 		switch (opt) {
 		case 'e':
 			parse_list(argv[0], "exit", optarg, find_exit, run_exit);
@@ -1344,6 +1442,10 @@ int main(int argc, char *argv[])
 		case 'm':
 			parse_list(argv[0], "mode", optarg, find_mode, run_mode);
 			modes_chosen = true;
+			break;
+		case 'k':
+			nr_counters = parse_number(argv[0], "the number of counters",
+						   optarg, MAX_NR_COUNTERS);
 			break;
 		case 'n':
 			nr_exits = parse_number(argv[0], "the number of exits",
