@@ -7,9 +7,9 @@
  * where there is one, and its PMIs with a model, event by event.  The guest works
  * off scripts that the host writes along with what has to come out of them.
  *
- * With -s, print what KVM makes perf do for a guest that samples, with and without
- * emulated events.  With -m, test what userspace sees if it saves the state of a
- * vCPU in which an overflow is pending.
+ * Also test what userspace sees if it saves the state of a vCPU with an overflow
+ * that KVM hasn't delivered yet.  With -s, do neither, and print what KVM makes
+ * perf do for a guest that samples, with and without emulated events.
  *
  * Natively counted events come from softpmu, i.e. the test is for the test beds
  * only.
@@ -30,6 +30,8 @@
 
 /* All counters are 48 bits wide on the test beds. */
 #define COUNTER_MASK		(BIT_ULL(48) - 1)
+
+#define DEFAULT_NR_OVERFLOWS	50000
 
 #define MAX_OPS			1024
 #define MAX_PMIS		256
@@ -680,23 +682,23 @@ static void write_file(const char *path, const char *text)
 
 static void help(const char *name)
 {
-	printf("usage: %s [-n OVERFLOWS] [-r SEED] [-s] [-m]\n\n"
-	       " -n  overflows for each counter (default 2000)\n"
+	printf("usage: %s [-n OVERFLOWS] [-r SEED] [-s]\n\n"
+	       " -n  overflows for each counter (default %d)\n"
 	       " -r  the random seed, as printed by an earlier run\n"
-	       " -s  print what a sampling guest makes perf do, and nothing else\n"
-	       " -m  test what userspace sees of a pending overflow, and nothing else\n", name);
+	       " -s  print what a sampling guest makes perf do, and nothing else\n",
+	       name, DEFAULT_NR_OVERFLOWS);
 	exit(0);
 }
 
 int main(int argc, char *argv[])
 {
-	bool sampling = false, save = false;
+	bool sampling = false;
 	const struct counter *counters;
-	u64 nr_overflows = 2000;
+	u64 nr_overflows = DEFAULT_NR_OVERFLOWS;
 	int nr_counters, opt, i;
 	u64 cycles;
 
-	while ((opt = getopt(argc, argv, "hn:r:sm")) != -1) {
+	while ((opt = getopt(argc, argv, "hn:r:s")) != -1) {
 		switch (opt) {
 		case 'n':
 			nr_overflows = atoi_positive("Number of overflows", optarg);
@@ -707,9 +709,6 @@ int main(int argc, char *argv[])
 			break;
 		case 's':
 			sampling = true;
-			break;
-		case 'm':
-			save = true;
 			break;
 		default:
 			help(argv[0]);
@@ -744,10 +743,9 @@ int main(int argc, char *argv[])
 			test_sampling(&counters[i], counters[i].event, 100000, 10, 0, 100);
 			test_sampling(&counters[i], counters[i].event, 100000, 50, 1, 100);
 			test_sampling(&counters[i], counters[i].event, 100000, 50, 100, 100);
-		} else if (save) {
+		} else {
 			test_save(&counters[i], false);
 			test_save(&counters[i], true);
-		} else {
 			test_random(&counters[i], nr_overflows);
 		}
 	}
