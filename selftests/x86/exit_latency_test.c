@@ -779,18 +779,19 @@ static u64 get_overhead(struct bench *b, const struct measured_loop *loop, u64 n
 /*
  * Get the difference by which the actual count may exceed the expected one.
  * Some Intel CPUs overcount instructions and/or branches on VM-Entry/VM-Exit.
- * AMD CPUs count VMRUN as a branch of the guest, which is architectural.
+ * AMD CPUs count VMRUN for the guest, as an instruction and as a branch, which
+ * is architectural.
  */
 static u64 get_overcount(struct bench *b, const struct sample *s)
 {
-	if (!b->counts_native)
+	if (!b->counts_native || b->mode->filter == DENY_FILTER)
 		return 0;
 
 	switch (b->mode->event) {
 	case INSTRUCTIONS:
 		if (this_pmu_has_errata(INSTRUCTIONS_RETIRED_OVERCOUNT))
 			return -1ull;
-		return 0;
+		return vendor == SVM ? s->exits : 0;
 	case BRANCHES:
 		if (this_pmu_has_errata(BRANCHES_RETIRED_OVERCOUNT))
 			return -1ull;
