@@ -15,6 +15,10 @@
  * only.
  */
 #include <fcntl.h>
+#include <linux/perf_event.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
 
 #include "test_util.h"
 #include "kvm_util.h"
@@ -235,7 +239,7 @@ static void advance(u64 event, u64 nr)
 static struct model {
 	const struct counter *c;
 	u64 value;
-	bool enabled, globally_enabled;
+	bool enabled, globally_enabled, denied;
 	u64 status;
 
 	/* Where the script stands. */
@@ -245,7 +249,7 @@ static struct model {
 
 static void model_count(u64 nr)
 {
-	if (!model.enabled || !model.globally_enabled)
+	if (!model.enabled || !model.globally_enabled || model.denied)
 		return;
 
 	model.value += nr;
@@ -471,6 +475,89 @@ static void add_random_round(void)
 	}
 }
 
+static void set_filter(struct kvm_vm *vm, u32 action)
+{
+	struct {
+		struct kvm_pmu_event_filter filter;
+		u64 event;
+	} f = {
+		.filter = {
+			.nevents = 1,
+			.action = action,
+			.fixed_counter_bitmap = action == KVM_PMU_EVENT_DENY ? ~0u : 0,
+		},
+		.event = model.c->event,
+	};
+
+	/* "Deny all but nothing" allows everything. */
+	if (action == KVM_PMU_EVENT_ALLOW) {
+		f.filter.action = KVM_PMU_EVENT_DENY;
+		f.filter.nevents = 0;
+	}
+	vm_ioctl(vm, KVM_SET_PMU_EVENT_FILTER, &f.filter);
+	model.denied = action == KVM_PMU_EVENT_DENY;
+}
+
+/* Nothing of this must be counted. */
+static void run_denied_script(struct kvm_vcpu *vcpu)
+{
+	int i;
+
+	set_filter(vcpu->vm, KVM_PMU_EVENT_DENY);
+	for (i = 0; i < 20; i++) {
+		add_op(OP_EMULATE, 1 + random_below(20));
+		add_op(OP_NATIVE, 1 + random_below(BIT_ULL(20)));
+		add_op(OP_READ, 0);
+	}
+	run_script(vcpu);
+	set_filter(vcpu->vm, KVM_PMU_EVENT_ALLOW);
+}
+
+static void *read_counter(void *vcpu)
+{
+	return (void *)vcpu_get_msr(vcpu, model.c->counter_msr);
+}
+
+/*
+ * What may happen to a vCPU between two KVM_RUNs: its task moves to another CPU or
+ * is scheduled out, userspace reads the counter, be it from another task, writes
+ * what it has read, or forbids the event for some time.
+ */
+static void disturb(struct kvm_vcpu *vcpu)
+{
+	u32 nr_cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	pthread_t thread;
+	void *value;
+
+	switch (random_below(8)) {
+	case 0:
+		pin_self_to_cpu(random_below(nr_cpus));
+		break;
+	case 1:
+		usleep(1);
+		break;
+	case 2:
+		value = read_counter(vcpu);
+		TEST_ASSERT((u64)value == model.value, "KVM_GET_MSRS: wanted 0x%lx, got 0x%lx",
+			    model.value, (u64)value);
+		break;
+	case 3:
+		TEST_ASSERT(!pthread_create(&thread, NULL, read_counter, vcpu) &&
+			    !pthread_join(thread, &value), "Failed to run a thread");
+		TEST_ASSERT((u64)value == model.value,
+			    "KVM_GET_MSRS from another task: wanted 0x%lx, got 0x%lx",
+			    model.value, (u64)value);
+		break;
+	case 4:
+		vcpu_set_msr(vcpu, model.c->counter_msr,
+			     vcpu_get_msr(vcpu, model.c->counter_msr));
+		break;
+	case 5:
+		run_denied_script(vcpu);
+		break;
+	}
+}
+
 static struct kvm_vm *create_vm(const struct counter *c, struct kvm_vcpu **vcpu)
 {
 	struct kvm_vm *vm;
@@ -514,6 +601,7 @@ static void test_random(const struct counter *c, u64 nr_overflows)
 		while (model.op < MAX_OPS - 200 && wanted.nr_pmis < MAX_PMIS - 2)
 			add_random_round();
 		run_script(vcpu);
+		disturb(vcpu);
 
 		if (model.nr_overflows >= next) {
 			pr_info("# %s: %lu of %lu overflows\n", c->name,
@@ -525,6 +613,78 @@ static void test_random(const struct counter *c, u64 nr_overflows)
 	kvm_vm_free(vm);
 	pr_info("%s: %lu overflows, each raised once and at the right event\n",
 		c->name, model.nr_overflows);
+}
+
+static bool stop_spinning;
+
+static void *spin(void *unused)
+{
+	pin_self_to_cpu(0);
+	while (!READ_ONCE(stop_spinning))
+		;
+	return NULL;
+}
+
+/*
+ * Take all counters of this CPU away from the guest, and give them back.  perf
+ * stops the guest's event for good, only KVM can start it again, and is supposed
+ * to do so when an event is emulated after the vCPU's task has been preempted.
+ */
+static void test_contention(const struct counter *c)
+{
+	struct perf_event_attr attr = {
+		.type = PERF_TYPE_RAW,
+		.size = sizeof(attr),
+		.config = c->event,
+		.pinned = 1,
+	};
+	struct kvm_vcpu *vcpu;
+	pthread_t spinner;
+	int fds[8], nr, i;
+	struct kvm_vm *vm;
+	u64 value;
+
+	pin_self_to_cpu(0);
+	vm = create_vm(c, &vcpu);
+	set_up_counter(vcpu, BIT_ULL(40));
+	add_op(OP_EMULATE, 10);
+	add_op(OP_NATIVE, 1000);
+	add_op(OP_READ, 0);
+	run_script(vcpu);
+
+	/* Events that don't get a counter don't do any harm. */
+	for (nr = 0; nr < ARRAY_SIZE(fds); nr++) {
+		fds[nr] = syscall(__NR_perf_event_open, &attr, -1, 0, -1, 0);
+		TEST_ASSERT(fds[nr] >= 0, "Failed to open a perf event: %d", errno);
+	}
+
+	/* Emulated events are counted nonetheless, others can't be. */
+	add_op(OP_EMULATE, 10);
+	add_op(OP_READ, 0);
+	run_script(vcpu);
+	advance(c->event, 1000);
+	value = vcpu_get_msr(vcpu, c->counter_msr);
+	TEST_ASSERT(value == model.value, "%s: without counters: wanted 0x%lx, got 0x%lx",
+		    c->name, model.value, value);
+
+	for (i = 0; i < nr; i++)
+		close(fds[i]);
+
+	/* Far less events than what KVM could accumulate at this distance. */
+	TEST_ASSERT(!pthread_create(&spinner, NULL, spin, NULL), "Failed to create a thread");
+	add_op(OP_EMULATE, 20000);
+	run_script(vcpu);
+	WRITE_ONCE(stop_spinning, true);
+	pthread_join(spinner, NULL);
+	WRITE_ONCE(stop_spinning, false);
+
+	add_op(OP_EMULATE, 2);
+	add_op(OP_NATIVE, 1000);
+	add_op(OP_READ, 0);
+	run_script(vcpu);
+
+	kvm_vm_free(vm);
+	pr_info("%s: counts again after all counters were taken\n", c->name);
 }
 
 static u64 read_stat(const char *name)
@@ -746,6 +906,7 @@ int main(int argc, char *argv[])
 		} else {
 			test_save(&counters[i], false);
 			test_save(&counters[i], true);
+			test_contention(&counters[i]);
 			test_random(&counters[i], nr_overflows);
 		}
 	}
