@@ -3,10 +3,10 @@
  * VM-Exit latency test
  *
  * Measure what one VM-Exit costs, in TSC ticks, for a range of exits, and how
- * the cost depends on the state of the guest's PMU: no PMU, an unused PMU, a
- * counter that counts cycles, instructions or branches, and a counter behind
- * an event filter.  The cost of exits to userspace is measured with different
- * values of the guest's EFER, too.
+ * the cost depends on the state of the guest's PMU: no PMU, for several ways to
+ * have none, an unused PMU, a counter that counts cycles, instructions or
+ * branches, and a counter behind an event filter.  The cost of exits to
+ * userspace is measured with different values of the guest's EFER, too.
  *
  * The test asserts nothing about time.  It does verify that a counter which
  * counts instructions or branches moves by exactly the number of events that
@@ -262,6 +262,13 @@ struct mode {
 	const char *name;
 	const char *help;
 	bool no_pmu;
+
+	/*
+	 * Hide the PMU in CPUID.  On Intel, this is a way to disable it.  On
+	 * AMD, the legacy counters remain.
+	 */
+	bool hide_pmu;
+
 	enum counted_event event;
 	enum event_filter filter;
 
@@ -294,6 +301,23 @@ static const struct mode modes[] = {
 		.name = "off",
 		.help = "PMU disabled for the VM, or by kvm.enable_pmu=N",
 		.no_pmu = true,
+	},
+	{
+		.name = "off_hidden",
+		.help = "off, and no PMU in CPUID",
+		.no_pmu = true,
+		.hide_pmu = true,
+	},
+	{
+		.name = "hidden",
+		.help = "no PMU in CPUID, all (legacy) counters unused",
+		.hide_pmu = true,
+	},
+	{
+		.name = "hidden_reset",
+		.help = "hidden, since CPUID was set when a counter counted instructions",
+		.hide_pmu = true,
+		.reset_pmu = true,
 	},
 	{
 		.name = "idle",
@@ -1035,14 +1059,34 @@ static void change_efer(struct kvm_vcpu *vcpu, const struct mode *mode)
 	vcpu_sregs_set(vcpu, &sregs);
 }
 
+static void hide_pmu(struct kvm_vcpu *vcpu)
+{
+	const struct kvm_cpuid2 *cpuid = kvm_get_supported_cpuid();
+	int i;
+
+	for (i = 0; i < cpuid->nent; i++) {
+		u32 function = cpuid->entries[i].function;
+
+		if (function == X86_PROPERTY_PMU_VERSION.function ||
+		    function == X86_FEATURE_PERFMON_V2.function)
+			vcpu_clear_cpuid_entry(vcpu, function);
+	}
+
+	vcpu_clear_cpuid_feature(vcpu, X86_FEATURE_PDCM);
+	vcpu_clear_cpuid_feature(vcpu, X86_FEATURE_PERFCTR_CORE);
+}
+
 /* As a VMM that restores MSRs before it has set CPUID for the last time. */
-static void reset_pmu(struct kvm_vcpu *vcpu)
+static void reset_pmu(struct kvm_vcpu *vcpu, bool hide)
 {
 	vcpu_set_msr(vcpu, eventsel_msr, eventsels[INSTRUCTIONS][vendor] |
 					 ARCH_PERFMON_EVENTSEL_OS |
 					 ARCH_PERFMON_EVENTSEL_USR |
 					 ARCH_PERFMON_EVENTSEL_ENABLE);
-	vcpu_set_cpuid(vcpu);
+	if (hide)
+		hide_pmu(vcpu);
+	else
+		vcpu_set_cpuid(vcpu);
 	TEST_ASSERT_EQ(vcpu_get_msr(vcpu, eventsel_msr), 0);
 }
 
@@ -1091,7 +1135,7 @@ static void create_bench(struct bench *b, const struct mode *mode)
 
 	memset(b, 0, sizeof(*b));
 	b->mode = mode;
-	b->has_pmu = has_pmu && !mode->no_pmu;
+	b->has_pmu = has_pmu && !mode->no_pmu && !mode->hide_pmu;
 	b->kernel_eventfd = -1;
 	b->fast_eventfd = -1;
 
@@ -1109,7 +1153,9 @@ static void create_bench(struct bench *b, const struct mode *mode)
 	if (has_tsc_deadline)
 		vcpu_set_cpuid_feature(b->vcpu, X86_FEATURE_TSC_DEADLINE_TIMER);
 	if (mode->reset_pmu)
-		reset_pmu(b->vcpu);
+		reset_pmu(b->vcpu, mode->hide_pmu);
+	else if (mode->hide_pmu)
+		hide_pmu(b->vcpu);
 	if (mode->change_efer)
 		change_efer(b->vcpu, mode);
 
