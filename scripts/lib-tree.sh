@@ -18,18 +18,20 @@ suite_apt()
 		-o APT::Sandbox::User=root -o Acquire::Retries=2 "$@"
 }
 
+# SUITE_TYPES: deb, and deb-src for sources.
 suite_update()
 {
-	local dir=$CACHE/apt/$BASE_SUITE uri
+	local dir=$CACHE/apt/$BASE_SUITE uri type
 
 	# shellcheck disable=SC2016 # apt expands them
 	uri=$(apt-get indextargets --format '$(ORIGIN)|$(LABEL)|$(REPO_URI)' 'Created-By: Packages' |
 	      awk -F '|' '$1 == "Debian" && $2 == "Debian" { print $3; exit }')
 	[ -n "$uri" ] || { echo "apt on this machine knows no Debian archive (apt-get update?)"; return 1; }
 	mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial"
-	printf 'deb [signed-by=%s] %s %s main\n' \
-		/usr/share/keyrings/debian-archive-keyring.gpg "$uri" "$BASE_SUITE" \
-		>"$dir/sources.list"
+	for type in ${SUITE_TYPES:-deb}; do
+		printf '%s [signed-by=%s] %s %s main\n' "$type" \
+			/usr/share/keyrings/debian-archive-keyring.gpg "$uri" "$BASE_SUITE"
+	done >"$dir/sources.list"
 	suite_apt apt-get --error-on=any update
 }
 

@@ -108,6 +108,7 @@ need_space()
 PKGS_TREE="git make xz-utils ca-certificates"
 PKGS_BUILD="gcc make libc6-dev bc bison flex libelf-dev libssl-dev kmod perl python3 rsync ccache"
 PKGS_BOOT="qemu-system-x86 seabios bochs bochs-term bochsbios vgabios grub-common grub-pc-bin xorriso mtools busybox-static bsdutils"
+PKGS_QEMU="gcc ccache git xz-utils bzip2 ninja-build pkg-config python3-venv zlib1g-dev libglib2.0-dev libfdt-dev libpixman-1-dev qemu-system-x86 seabios"
 PKGS_CHECK="shellcheck sparse codespell python3-ply python3-git"
 
 # need_packages PACKAGE...: install what is missing, as root; else say how.
