@@ -179,7 +179,7 @@ SNIPPET(fep_rep_movsb, KVM_FEP "rep movsb");
 #define SKIP_RED_ZONE	"lea -256(%rsp), %rsp; "
 #define UNDO_SKIP	"lea 256(%rsp), %rsp"
 
-/* CALL and RET are emulated, the JMP in between and both LEAs aren't. */
+/* CALL and RET are emulated, JMP and both uses of LEA aren't. */
 SNIPPET(fep_call_ret, SKIP_RED_ZONE KVM_FEP "call 1f; jmp 2f; 1:" KVM_FEP "ret; 2:" UNDO_SKIP);
 
 /* The hypercall makes the vCPU's next HLT a mere NOP. */

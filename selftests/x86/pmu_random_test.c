@@ -701,7 +701,7 @@ static void detect_native_counts(struct test *t)
 	kvm_vm_free(t->vm);
 }
 
-static void help(const char *name)
+static void print_usage(const char *name)
 {
 	printf("usage: %s [-h] [-s SEED] [-n STEPS]\n\n"
 	       " -h  print this help\n"
@@ -725,7 +725,7 @@ int main(int argc, char *argv[])
 			nr_steps = strtoul(optarg, NULL, 0);
 			break;
 		default:
-			help(argv[0]);
+			print_usage(argv[0]);
 			exit(opt == 'h' ? 0 : 1);
 		}
 	}

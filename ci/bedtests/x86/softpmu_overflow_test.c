@@ -339,7 +339,7 @@ static u64 random_distance(void)
 
 static void check(bool ok, const char *what, u64 op, u64 value, u64 expected)
 {
-	TEST_ASSERT(ok, "%s, seed 0x%x, after %lu overflows, operation %lu (%s 0x%lx): %s: wanted 0x%lx, got 0x%lx",
+	TEST_ASSERT(ok, "%s, seed 0x%x, after %lu: %lu (%s 0x%lx): %s: wanted 0x%lx, got 0x%lx",
 		    model.c->name, kvm_random_seed, model.nr_overflows, op, op_names[ops[op].type],
 		    ops[op].arg, what, expected, value);
 }
@@ -733,7 +733,8 @@ static void test_sampling(const struct counter *c, u64 event, u64 period,
 		start[i] = read_stat(stats[i]);
 
 	for (i = 0; i < nr_samples; i++) {
-		model.enabled = model.globally_enabled = false;
+		model.enabled = false;
+		model.globally_enabled = false;
 		if (sampler.global_ctrl_msr)
 			add_op(OP_GLOBAL_STOP, 0);
 		else
