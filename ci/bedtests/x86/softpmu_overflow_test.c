@@ -35,7 +35,7 @@
 /* All counters are 48 bits wide on the test beds. */
 #define COUNTER_MASK		(BIT_ULL(48) - 1)
 
-#define DEFAULT_NR_OVERFLOWS	10000
+#define DEFAULT_NR_OVERFLOWS	5000
 
 #define MAX_OPS			1024
 #define MAX_PMIS		256
