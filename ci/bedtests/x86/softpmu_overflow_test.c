@@ -475,27 +475,23 @@ static void add_random_round(void)
 	}
 }
 
-static void set_filter(struct kvm_vm *vm, u32 action)
+static void set_filter(struct kvm_vm *vm, bool deny)
 {
 	struct {
 		struct kvm_pmu_event_filter filter;
 		u64 event;
 	} f = {
+		/* Denying nothing allows everything. */
 		.filter = {
-			.nevents = 1,
-			.action = action,
-			.fixed_counter_bitmap = action == KVM_PMU_EVENT_DENY ? ~0u : 0,
+			.action = KVM_PMU_EVENT_DENY,
+			.nevents = deny,
+			.fixed_counter_bitmap = deny ? ~0u : 0,
 		},
 		.event = model.c->event,
 	};
 
-	/* "Deny all but nothing" allows everything. */
-	if (action == KVM_PMU_EVENT_ALLOW) {
-		f.filter.action = KVM_PMU_EVENT_DENY;
-		f.filter.nevents = 0;
-	}
 	vm_ioctl(vm, KVM_SET_PMU_EVENT_FILTER, &f.filter);
-	model.denied = action == KVM_PMU_EVENT_DENY;
+	model.denied = deny;
 }
 
 /* Nothing of this must be counted. */
@@ -503,14 +499,14 @@ static void run_denied_script(struct kvm_vcpu *vcpu)
 {
 	int i;
 
-	set_filter(vcpu->vm, KVM_PMU_EVENT_DENY);
+	set_filter(vcpu->vm, true);
 	for (i = 0; i < 20; i++) {
 		add_op(OP_EMULATE, 1 + random_below(20));
 		add_op(OP_NATIVE, 1 + random_below(BIT_ULL(20)));
 		add_op(OP_READ, 0);
 	}
 	run_script(vcpu);
-	set_filter(vcpu->vm, KVM_PMU_EVENT_ALLOW);
+	set_filter(vcpu->vm, false);
 }
 
 static void *read_counter(void *vcpu)
@@ -577,7 +573,7 @@ static struct kvm_vm *create_vm(const struct counter *c, struct kvm_vcpu **vcpu)
 	return vm;
 }
 
-static void set_up_counter(struct kvm_vcpu *vcpu, u64 distance)
+static void set_up_counter(u64 distance)
 {
 	if (model.c->global_ctrl_msr)
 		add_op(OP_GLOBAL_STOP, 0);
@@ -595,7 +591,7 @@ static void test_random(const struct counter *c, u64 nr_overflows)
 	u64 next = 0;
 
 	vm = create_vm(c, &vcpu);
-	set_up_counter(vcpu, 1000);
+	set_up_counter(1000);
 
 	while (model.nr_overflows < nr_overflows) {
 		while (model.op < MAX_OPS - 200 && wanted.nr_pmis < MAX_PMIS - 2)
@@ -646,7 +642,7 @@ static void test_contention(const struct counter *c)
 
 	pin_self_to_cpu(0);
 	vm = create_vm(c, &vcpu);
-	set_up_counter(vcpu, BIT_ULL(40));
+	set_up_counter(BIT_ULL(40));
 	add_op(OP_EMULATE, 10);
 	add_op(OP_NATIVE, 1000);
 	add_op(OP_READ, 0);
@@ -799,7 +795,7 @@ static void test_save(const struct counter *c, bool native)
 	u64 value;
 
 	vm = create_vm(c, &vcpu);
-	set_up_counter(vcpu, 100);
+	set_up_counter(100);
 	add_op(OP_EMULATE, model_left() - 1 - native);
 	add_op(OP_NATIVE, 0);
 	ops[model.op].type = OP_END;
